@@ -185,9 +185,10 @@ catalog! {
          update was refused.",
         "Send the request again later, or to another pod. After a `read_problem`, read the key instead.";
     Clock: SERVICE_UNAVAILABLE retry 10, "clock", "The clock can't be trusted",
-        "This pod has not compared its clock with the store's recently, or they differ too much. Updates \
-         and folds wait, because counts could be lost. Reads continue. Nothing was applied.",
-        "Send the update to another pod. Operators: check NTP on this machine and on the store's.";
+        "This pod has not compared its clock with the store's recently, or they differ too much, or its data centre has no \
+         replica any more. Updates and folds wait, because counts could be lost. Reads continue. Nothing was applied.",
+        "Send the update to another pod. Operators: check NTP on this machine and on the store's, and where the keyspace has \
+         replicas.";
     ResetLogUnread: SERVICE_UNAVAILABLE retry 1, "reset-log-unread", "The log of resets was not read recently",
         "Keys of this installation can be reset, and for ten seconds this pod could not read the part of the log of resets \
          that has this group, or the log has lost resets. The key could have been reset meanwhile. Reads continue. Nothing was \
@@ -278,8 +279,8 @@ catalog! {
     FoldPaused: SERVICE_UNAVAILABLE retry 10, "fold-paused", "Folding is paused",
         "The clocks, the nodes' schema or the keyspace's replication do not allow a fold now, or folds are switched off \
          (ORDERFREE_FOLD=off). The key is unchanged.",
-        "Fold later. Waiting loses nothing. Operators: folds are switched off for a reason, such as a \
-         restore. Finish that first.";
+        "Fold later. Waiting loses nothing. Operators: the alert OrderfreeFoldsStalled says what to do. Folds are switched \
+         off for a reason, such as a restore. Finish that first.";
     FoldBusy: CONFLICT retry 1, "fold-busy", "The key is already being folded",
         "Another fold of this key is running in this pod.",
         "Wait for it, then look at the key's /shards.";

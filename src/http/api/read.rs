@@ -64,11 +64,11 @@ pub(super) fn what_is_missed(app: &AppState, level: Option<Level>) -> String {
     match app.service.sight(level) {
         (_, Sight::All) => String::new(),
         (level, Sight::Local(name)) => format!(
-            " A read at {level} sees what pods in data centre {name} counted; one with \
-             ?consistency=each_quorum sees all."
+            " A read at {level} sees what pods in data centre {name} counted; one at each_quorum sees \
+             all."
         ),
         (level, Sight::Nothing) => {
-            format!(" A read at {level} can miss updates; one with ?consistency=all sees all.")
+            format!(" A read at {level} can miss updates; one at all sees every update.")
         }
     }
 }
@@ -319,8 +319,8 @@ impl ValueOrProblem {
 
 /// Read the keys of a group
 ///
-/// Each value is as in a read of its key, but the page is not a snapshot. If several data centres have replicas, names that
-/// only pods of another one have counted can be missing: `consistency=each_quorum` has all. The `Link` header and `next` lead to the next
+/// Each value is as in a read of its key, but the page is not a snapshot. If several data centres have replicas, names
+/// that only pods of another one have counted can be missing: `consistency=each_quorum` lists all of them. The `Link` header and `next` lead to the next
 /// page. A page has fewer keys if they are large, and can be empty if many keys of the group were forgotten. A
 /// key that can't be read has a `problem` instead of a value and does not affect the other keys.
 #[utoipa::path(

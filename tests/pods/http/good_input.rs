@@ -155,7 +155,7 @@ async fn with_several_data_centres_a_read_says_whose_updates_it_sees() {
     assert!(absent.text.contains("in data centre east counted"), "{}", absent.text);
     let rows = pod.get(&format!("{KEY}-absent/shards")).await;
     let says = "counter/site/home-absent does not exist: this pod found no row of it. A read at local_quorum sees \
-                what pods in data centre east counted; one with ?consistency=each_quorum sees all.";
+                what pods in data centre east counted; one at each_quorum sees all.";
     assert_eq!(rows.detail(404, "key-absent"), says);
     let body =
         json!({"keys": [{"kind": "counter", "group": "site", "name": "absent"}]}).to_string();

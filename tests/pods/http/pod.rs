@@ -381,20 +381,25 @@ impl Faulty {
         }
     }
 
+    fn damages(&self, name: &Name) -> bool {
+        self.fault() == Fault::Damaged && name.as_str() == "home"
+    }
+
     fn damage(&self, name: &Name, slice: WholeSlice) -> WholeSlice {
-        if self.fault() != Fault::Damaged || name.as_str() != "home" {
+        if !self.damages(name) {
             return slice;
         }
         let after = slice.after();
-        let rows: Vec<Row> = slice.tally().into_iter().chain(slice.shards()).cloned().collect();
-        let damage = |mut row: Row| {
-            row.state[1] ^= 0x40;
-            row
-        };
+        let mut rows: Vec<Row> = slice.tally().into_iter().chain(slice.shards()).cloned().collect();
         let count = rows.len();
-        let rows = rows.into_iter().map(damage).collect();
+        rows.iter_mut().for_each(flip);
         Slice::new(rows, after, count).whole().expect("whole")
     }
+}
+
+/// Makes a row undecodable, or decodable again.
+fn flip(row: &mut Row) {
+    row.state[1] ^= 0x40;
 }
 
 #[async_trait]
@@ -452,7 +457,11 @@ impl Reads for Faulty {
 
     async fn read_part(&self, key: &Key, part: Part) -> Result<Vec<Row>, StoreError> {
         self.check_read()?;
-        self.inner.read_part(key, part).await
+        let mut rows = self.inner.read_part(key, part).await?;
+        if self.damages(&key.name) {
+            rows.iter_mut().for_each(flip);
+        }
+        Ok(rows)
     }
 
     async fn read_chunk(
@@ -558,7 +567,7 @@ impl Operators for Faulty {
             // The state was damaged on its way here.
             Fault::Damaged => {
                 let mut row = row.clone();
-                row.state[1] ^= 0x40;
+                flip(&mut row);
                 self.inner.remove_row(key, &row).await
             }
             _ => self.inner.remove_row(key, row).await,

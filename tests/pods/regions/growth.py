@@ -163,9 +163,13 @@ class Growth(Recipe):
         self.diary.say(f"all pods know the replication {wanted} after {time.monotonic() - began:.0f} s")
         covers = ("east", False) if "west" in wanted else (None, True)
         for pod in self.pods:
-            _, answer = pod.read(next(iter(self.counted)), "local_quorum")
-            said = (answer.get("datacenter"), answer.get("exact"))
-            self.diary.expect(said == covers, f"with {wanted}, {pod.name} says datacenter, exact = {said}")
+            said = lambda pod=pod: self.covered(pod) == covers
+            self.diary.expect(self.wait(WITHIN_S, said), f"with {wanted}, a read of {pod.name} covers {self.covered(pod)}")
+
+    def covered(self, pod):
+        """What a read by the pod says that it covers."""
+        _, answer = pod.read(next(iter(self.counted)), "local_quorum")
+        return answer.get("datacenter"), answer.get("exact")
 
     def knows(self, pod, wanted):
         return pod.ask("GET", "/version")[1].get("replication") == wanted
