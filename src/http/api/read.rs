@@ -319,10 +319,11 @@ impl ValueOrProblem {
 
 /// Read the keys of a group
 ///
-/// Each value is as in a read of its key, but the page is not a snapshot. If several data centres have replicas, names
-/// that only pods of another one have counted can be missing: `consistency=each_quorum` lists all of them. The `Link` header and `next` lead to the next
-/// page. A page has fewer keys if they are large, and can be empty if many keys of the group were forgotten. A
-/// key that can't be read has a `problem` instead of a value and does not affect the other keys.
+/// Each value is as in a read of its key, but the page is not a snapshot. If several data centres have replicas,
+/// names that only pods of another one have counted can be missing: `consistency=each_quorum` lists all of them. The
+/// `Link` header and `next` lead to the next page. A page has fewer keys if they are large, and can be empty if many
+/// keys of the group were forgotten. A key that can't be read has a `problem` instead of a value and does not affect
+/// the other keys.
 #[utoipa::path(
     get, path = "/v1/{kind}/{group}", tag = "keys",
     params(GroupPath, GroupParams),
