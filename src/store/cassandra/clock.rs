@@ -121,10 +121,10 @@ impl Sampler {
     /// the schema.
     pub(super) async fn round(&mut self) -> bool {
         // While the nodes disagree, one of them could still have the replication from before a change.
-        let found = match read(&self.view, |view| view.schema_disagrees) {
-            true => read(&self.view, |view| view.found.clone()),
-            false => self.look.again(SAMPLE_TIME_MAX).await,
-        };
+        if !read(&self.view, |view| view.schema_disagrees) {
+            self.look.again(SAMPLE_TIME_MAX).await;
+        }
+        let found = self.look.found.clone();
         let placement = &found.placement;
         let cluster = self.session.get_cluster_state();
         let has_replicas = |node: &&Arc<Node>| {

@@ -21,7 +21,7 @@ pub(super) struct Look {
     keyspace: String,
     levels: Levels,
     statement: PreparedStatement,
-    found: Found,
+    pub(super) found: Found,
 }
 
 /// What the looks so far have found.
@@ -42,9 +42,9 @@ impl Look {
         levels: Levels,
         placement: Arc<Placement>,
     ) -> Result<Look, ConnectError> {
-        let cql = "SELECT replication FROM system_schema.keyspaces WHERE keyspace_name = ?";
-        let mut statement = session.prepare(cql).await.map_err(ConnectError::question)?;
-        // What counts is what the nodes believe that take this pod's requests.
+        let prepared = session.prepare(session::SELECT_REPLICATION).await;
+        let mut statement = prepared.map_err(ConnectError::question)?;
+        // The nodes of this data centre take the pod's requests, so their view of the replication counts.
         let local = Some(placement.local_datacenter.as_str());
         let attempt = Patience::OF_READS_AND_FOLDS.attempt;
         let profile = statements::profile(Level::LocalOne, local, attempt);
@@ -53,14 +53,13 @@ impl Look {
         Ok(Look { session, keyspace, levels, statement, found: Found::first(placement) })
     }
 
-    /// Looks again, and returns everything that was found. Without an answer, nothing has changed.
-    pub(super) async fn again(&mut self, limit: Duration) -> Found {
+    /// Looks again. Without an answer, nothing has changed.
+    pub(super) async fn again(&mut self, limit: Duration) {
         match timeout(limit, self.ask()).await {
             Ok(Ok(found)) => self.found.update(found, self.levels),
             Ok(Err(reason)) => tracing::debug!(reason, "the replication was not read"),
             Err(_) => tracing::debug!("the replication was not read in time"),
         }
-        self.found.clone()
     }
 
     async fn ask(&self) -> Result<Result<Replication, String>, String> {

@@ -51,6 +51,10 @@ const CONNECTIONS_PER_NODE: NonZeroUsize = NonZeroUsize::new(2).expect("not zero
 
 const KEYSPACE_BYTES_MAX: usize = 48;
 
+/// Asks for the replication of a keyspace.
+pub(super) const SELECT_REPLICATION: &str =
+    "SELECT replication FROM system_schema.keyspaces WHERE keyspace_name = ?";
+
 /// The columns of a table.
 const COLUMNS: &str = "SELECT column_name, kind, position, clustering_order, type \
                        FROM system_schema.columns WHERE keyspace_name = ? AND table_name = ?";
@@ -241,8 +245,8 @@ pub(super) async fn replication(
     session: &Session,
     keyspace: &str,
 ) -> Result<Option<Replication>, ConnectError> {
-    let cql = "SELECT replication FROM system_schema.keyspaces WHERE keyspace_name = ?";
-    let found: Vec<(BTreeMap<String, String>,)> = ask_settled(session, cql, (keyspace,)).await?;
+    let found: Vec<(BTreeMap<String, String>,)> =
+        ask_settled(session, SELECT_REPLICATION, (keyspace,)).await?;
     let Some((options,)) = found.into_iter().next() else { return Ok(None) };
     let replication = checks::replication(&options, &datacenters(session));
     replication
